@@ -15,7 +15,6 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import internal_error
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft, write_bundle
-from aotexport.process.blocks import give_back_freed_memory
 from aotexport.process.clock import Clock
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.record import (
@@ -34,6 +33,7 @@ from aotexport.write.files import list_files
 from aotexport.write.weights import weights_as_snapshots
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.execution.allocator import give_back_freed_memory
 from aotexport_runtime.schema.manifest import Manifest, Verification
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import signal
@@ -101,12 +100,6 @@ def searched_for_new_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def give_back_freed_memory() -> None:
-    """Give free memory of the heap back to the system where the C library is glibc, which keeps it."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 @contextlib.contextmanager

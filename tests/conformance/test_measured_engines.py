@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import re
 import sys
 import threading
+import weakref
 from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
@@ -268,16 +270,22 @@ def test_sizes_that_are_called_often_get_sessions_of_their_own(words, sized_engi
 
 def test_session_that_gives_other_results_serves_no_call(words, sized_engine, monkeypatch):
     runtime = type(runtime_of(sized_engine))
-    original = runtime.open
+    original, dropped = runtime.open, []
 
     def opened(self, bundle, model, symbols=MappingProxyType({})):
         session = original(self, bundle, model, symbols)
         wrong = lambda *args: [result + 1 for result in session.infer(*args)]  # noqa: E731
+        dropped.append(weakref.ref(wrong))
         return replace(session, infer=wrong) if symbols else session
 
     monkeypatch.setattr(runtime, "open", opened)
     module = load(words)
-    call_often(module, 3)
+    gc.disable()
+    try:
+        call_often(module, 3)
+        assert [each() for each in dropped] == [None], "its copy of the weights stays until garbage is looked for"
+    finally:
+        gc.enable()
     assert " for rows 3" not in module.explain_program("infer").because
 
 

@@ -9,7 +9,7 @@ import pytest
 _SECOND_ROUND = """
 import resource
 import numpy
-from aotexport_runtime.module.loading import keep_freed_memory
+from aotexport_runtime.execution.allocator import keep_freed_memory
 
 keep_freed_memory()
 def faults():

@@ -19,6 +19,7 @@ from aotexport_runtime.engines.candidates import MODEL_ENGINES
 from aotexport_runtime.engines.frozen import Frozen, FrozenModel
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import AotExportError, NotSupported, first_line
+from aotexport_runtime.execution.allocator import give_back_freed_memory
 from aotexport_runtime.execution.codegen import Function
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import Program
@@ -86,7 +87,9 @@ class Sized(Frozen):
         """
         super().__init__(program, weights)
         self.target, run = usual
-        self._open_model, self._engines = open_model, engines
+        self._open_model = open_model
+        # Of a program of one size, the usual engine has such a session already.
+        self._engines = [name for name in engines if program.dimensions or name != self.target]
         self.is_detached = self.target in MODEL_ENGINES
         self._usual: Function = run if self.is_detached else lambda args, symbols: run(self.filled(args), symbols)
         self._record = record
@@ -183,7 +186,9 @@ class Sized(Frozen):
             sizes = ", ".join(f"{name} {symbols[symbol]}" for symbol, name in self._names.items())
             self._record.because += f"; {fastest} for {sizes or 'all calls'}, in {took[fastest] * 1e3:.3g} ms"
         self._chosen[key] = size.runs[fastest] if is_clear else self._usual
+        size.runs = {}
         del self._sizes[key]
+        give_back_freed_memory()
 
 
 def _copied(value: Any) -> Any:

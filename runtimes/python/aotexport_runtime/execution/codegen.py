@@ -144,12 +144,6 @@ class _FunctionSource:
         """Return the global that holds the hashable `value`."""
         return self.once("c", (type(value), value), lambda: value)
 
-    def mark(self, label: str) -> None:
-        """Write that a call is marked in the trace of an active profiler."""
-        profiled, mark, text = (self.constant(value) for value in (is_profiled, marked, label))
-        self.lines.append(f"if not is_marked and {profiled}():")
-        self.lines.append(f"    return {mark}({text}, run, args, symbols, True)")
-
     def body(self, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[Argument]) -> None:
         """Write that `inputs` are taken, nodes run, values are dropped at their last use, and `outputs` returned."""
         if taken := [self.local(name) for name in inputs]:
@@ -317,15 +311,14 @@ def compile_graph(
         bodies = Budget(environment.limits.calls)
     source = _FunctionSource(graph, environment, bodies, replacements, detached)
     lines = source.lines
-    if label is not None:
-        source.mark(label)
     if budget is not None:
         lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
     elif bodies is not None:
         lines.append(f"{source.object('b', bodies.begin)}()")
     source.body(nodes, inputs, outputs)
     source.objects.update(sizes.SCOPE)
-    return define("run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.origins)
+    run: Function = define("run", "args, symbols", lines, source.objects, label or "graph", source.origins)
+    return run if label is None else marked(label, run)
 
 
 def _own_function(op: str) -> Callable[..., Any] | None:
@@ -349,15 +342,16 @@ def _own_function(op: str) -> Callable[..., Any] | None:
     return {ASSUMED_SHAPE: checks.check_shape, "subclass::inner": inner_tensor}.get(op)
 
 
-def is_profiled() -> bool:
-    """Return whether `torch.profiler` is active; torch has no public way to ask."""
-    return getattr(profiler, "_is_profiler_enabled", False)
+def marked(label: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, whose calls are marked as `label` in the trace of an active profiler."""
 
+    def call(*args: Any) -> Any:
+        if not getattr(profiler, "_is_profiler_enabled", False):  # torch has no public way to ask.
+            return run(*args)
+        with profiler.record_function(f"aotexport: {label}"):
+            return run(*args)
 
-def marked(label: str, run: Callable[..., Any], *args: Any) -> Any:
-    """Return `run(*args)`, marked as `label` in the active profiler's trace."""
-    with profiler.record_function(f"aotexport: {label}"):
-        return run(*args)
+    return call
 
 
 def _shown(argument: Argument, node: Node) -> Argument:

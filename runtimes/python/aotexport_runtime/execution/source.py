@@ -73,4 +73,4 @@ def define(
         _origins[filename] = {index + 2: each for index, each in origins.items()}
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), scope)
-    return scope[name]
+    return scope.pop(name)  # Its globals would hold it, and all that it reads, until garbage is looked for.

@@ -24,6 +24,7 @@ from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine, sizes_of
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, listed
+from aotexport_runtime.execution.allocator import give_back_freed_memory
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.matmul.sizes import Matmul
@@ -103,6 +104,7 @@ def compose(
     from aotexport_runtime.module.measured import fastest
 
     first = fastest(module, plan(engines), graph)
+    give_back_freed_memory()  # Engines that are not chosen held copies of the weights.
     return compose(module, program, measures=False, added=added) if first is None else plan(first)
 
 

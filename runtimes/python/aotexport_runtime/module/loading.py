@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, overload
@@ -17,6 +15,7 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.engines.candidates import CUDA, MODEL_ENGINES, ONNX, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.execution.allocator import keep_freed_memory
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.values.arguments import check_torch, check_type, keywords_of, names_of, why_unfit_interpreter
@@ -335,25 +334,3 @@ def _check_needs(requirements: Requirements, allowed: frozenset[str], types: Ten
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-KEPT_NBYTES = 256 << 20
-"""Most freed memory that glibc keeps; after a call, no more than the call has used."""
-
-_PARAMETERS = {-3: 32 << 20, -1: KEPT_NBYTES}
-"""Of `mallopt`: from which size on blocks are mapped (the most that glibc accepts), and what is kept; setting one alone
-would leave the other at a start value that is far too low."""
-
-_OWN_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-"""Environment variables by which a user configures the allocator."""
-
-
-def keep_freed_memory() -> None:
-    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it."""
-    if sys.platform != "linux" or any(name in os.environ for name in _OWN_CHOICES):
-        return
-    # Other C libraries of Linux have no such function.
-    mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter, value in _PARAMETERS.items():
-            mallopt(parameter, value)

@@ -21,7 +21,7 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.errors import NotSupported, Place, first_line
-from aotexport_runtime.execution.codegen import Environment, Function, compile_graph, is_profiled, marked
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph, marked
 from aotexport_runtime.execution.matmul.onednn import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.rewrite.partition import Subgraph
@@ -136,7 +136,7 @@ class Libraries(Native):
         inputs = [taken[name] for name in library.inputs]
         known = [*library.results, *subgraph.inputs]
         returned = compile_graph(self._graph, (), known, outputs, self._environment, detached=values)
-        runner, symbols_taken = self._libraries[library.file], self._symbols
+        run, symbols_taken = marked(library.file, self._libraries[library.file].run), self._symbols
         portable = functools.cache(fallback)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ class Libraries(Native):
                 # A tensor without elements tells the library the sizes.
                 tensors.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
             try:
-                results = marked(library.file, runner.run, tensors) if is_profiled() else runner.run(tensors)
+                results = run(tensors)
             except RuntimeError as error:
                 if library.written:
                     raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +10,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import OPENVINO
 from aotexport_runtime.engines.onnx.session import Session, check_names, threads_of
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
-from aotexport_runtime.execution.user_cache import cache_folder
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.values import sizes
@@ -34,8 +31,8 @@ class OpenVino:
 
     Attributes:
         threads: threads of a call; None: as many as torch has; without torch, as OpenVINO chooses.
-        properties: further properties of `openvino.Core.compile_model`, such as `CACHE_DIR`, the folder of compiled
-            models, by default in the user's cache folder.
+        properties: further properties of `openvino.Core.compile_model`, such as `CACHE_DIR`, a folder of compiled
+            models, each as large as its weights; by default none are kept.
     """
 
     engine: ClassVar[str] = OPENVINO
@@ -63,7 +60,7 @@ class OpenVino:
             reason = why_inexact(read)
             if reason is None:
                 is_checked = indices_in_bounds(read)
-                compiled = partial(core.compile_model, read, "CPU", _properties(bundle, self, symbols))
+                compiled = partial(core.compile_model, read, "CPU", _properties(self))
                 infer = Infer(compiled, defaults, is_checked=is_checked)
                 return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer)
         except RuntimeError as error:
@@ -99,18 +96,13 @@ def _shapes(program: Program, model: OnnxModel, symbols: Mapping[str, int]) -> d
     return dict(zip(model.inputs, found, strict=True))
 
 
-def _properties(bundle: Bundle, options: OpenVino, symbols: Mapping[str, int] | None) -> dict[str, Any]:
+def _properties(options: OpenVino) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,
     }
-    folder = cache_folder("openvino")
-    # A file for each of the sizes would be as many copies of the weights.
-    if folder is not None and not symbols:
-        # Apart by bundle: OpenVINO knows a model again by its path and structure, not by its weights.
-        properties["CACHE_DIR"] = str(folder / hashlib.sha256(msgspec.json.encode(bundle.manifest.files)).hexdigest())
     if (threads := threads_of(options.threads)) is not None:
         properties["INFERENCE_NUM_THREADS"] = threads
     return properties | dict(options.properties)
