@@ -147,6 +147,32 @@ def test_code_that_asks_of_a_parameter_is_served_in_either_grad_mode(tmp_path):
             torch.testing.assert_close(loaded(x), module(x))
 
 
+class Distance(torch.autograd.Function):
+    """Branches on values, and on what autograd records of those that it computes, as kernels of Gaussian processes."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        scaled = x / w
+        if x.isfinite().all() and not scaled.requires_grad:
+            scaled = scaled * 2
+        ctx.save_for_backward(w)
+        return scaled
+
+    @staticmethod
+    def backward(ctx, grad):
+        (w,) = ctx.saved_tensors
+        return grad / w * 2, None
+
+
+def test_nothing_requires_grad_within_the_forward_of_a_custom_function(tmp_path):
+    run = lambda m, x: Distance.apply(m.a(x), m.b.bias)  # noqa: E731
+    module, x = exported(tmp_path, run, "ab"), torch.randn(3, 4)
+    loaded = aotexport_runtime.load(tmp_path / "b")
+    for got, expected in zip(gradients(loaded, x, "ab"), gradients(module, x, "ab"), strict=True):
+        assert (got is None) == (expected is None)
+        torch.testing.assert_close(got, expected)
+
+
 def test_layers_frozen_for_serving_are_served_where_only_gradients_depend_on_them(tmp_path):
     module = exported(tmp_path, reentrant, "ab")
     loaded = aotexport_runtime.load(tmp_path / "b").eval()

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from aotexport.capture.effects.applied_function import AppliedFunction, apply_function
-from aotexport.capture.effects.grad_mode import make_relative, outside_of_regions
+from aotexport.capture.effects.grad_mode import BACKWARD, make_relative, traced_as
 from aotexport.capture.effects.needed_gradients import NeededGradients, dependence, is_differentiable
 from aotexport.capture.effects.questions import current_questions
 from aotexport.errors import ExportFailed
@@ -263,7 +263,7 @@ def _in_a_backward(grads: Sequence[torch.Tensor], device: torch.device) -> Itera
 
     layout = "Trace a backward for gradients of every layout"
     patches = [Patch(tensor, each.__name__, each, layout) for each in (contiguous, is_contiguous, stride)]
-    with outside_of_regions(), patched(*patches), torch.autocast(device.type, enabled=False):
+    with traced_as(**BACKWARD), patched(*patches), torch.autocast(device.type, enabled=False):
         yield
 
 

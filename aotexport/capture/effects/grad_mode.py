@@ -23,8 +23,9 @@ is_grad_enabled = torch.is_grad_enabled
 """Torch's own, also while it is patched."""
 
 _MARK = "restores_ambient_grad_mode"
-_MODE = "grad_mode"
-_OUTSIDE: dict[str, Any] = {"region": False, "mode": None, "backward": False}
+_MODE, _FUNCTION = "grad_mode", "custom_function"
+_OUTSIDE: dict[str, Any] = {"region": False, "mode": None, "backward": False, "function": None}
+"""Facts of the code that is traced; `function` is an object of its own for each forward of a custom function."""
 _running: ContextVar[dict[str, Any]] = ContextVar("_running")
 _REASON = "Mark the ends of grad-mode regions in the trace"
 
@@ -74,7 +75,7 @@ def marked_regions() -> Iterator[None]:
     try:
         with (
             patched(*entered, *left, *_of_graphs(inside), Patch(torch.set_grad_enabled, "__init__", init, _REASON)),
-            stamped(lambda node: node.meta.update({_MODE: inside["mode"]})),
+            stamped(lambda node: node.meta.update({_MODE: inside["mode"], _FUNCTION: inside["function"]})),
         ):
             yield
     finally:
@@ -109,15 +110,19 @@ def within_backward() -> bool:
 
 
 @contextlib.contextmanager
-def outside_of_regions() -> Iterator[None]:
-    """Trace the block outside of the model's regions: a backward does not run in their grad mode."""
+def traced_as(**facts: Any) -> Iterator[None]:
+    """Trace the block with other facts, see `_OUTSIDE`."""
     inside = _running.get()
     before = dict(inside)
-    inside.update(region=False, mode=None, backward=True)
+    inside.update(facts)
     try:
         yield
     finally:
         inside.update(before)
+
+
+BACKWARD: dict[str, Any] = {"region": False, "mode": None, "backward": True}
+"""Facts of a backward, which does not run in the model's regions."""
 
 
 def recorded_in_regions(node: torch.fx.Node) -> bool:
@@ -149,7 +154,8 @@ def history_of(node: torch.fx.Node, *, otherwise: bool = True) -> list[torch.fx.
         node: of a trace with `marked_regions`.
         otherwise: whether autograd records outside of the model's regions.
     """
-    mode = node.meta.get(_MODE)
+    function = node.meta.get(_FUNCTION)  # Autograd records nothing in its forward.
+    mode = False if function is not None and function is _running.get()["function"] else node.meta.get(_MODE)
     if otherwise if mode is None else mode:
         return node.all_input_nodes
     # A write under `no_grad` leaves the history of what it writes to.

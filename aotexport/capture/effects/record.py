@@ -11,6 +11,7 @@ from torch.fx import Node
 from aotexport.capture.effects.applied_function import apply_materializing
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
+from aotexport.capture.effects.grad_mode import traced_as
 from aotexport.capture.effects.questions import Questions, codes_of_function
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
@@ -78,10 +79,10 @@ class Effects:
         if self.grad or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             self.lost(function.__qualname__, reason)
         if any("needs_input_grad" in code.co_names for code in codes_of_function(function)):
-            for arg in args:
-                if isinstance(arg, torch.Tensor):
-                    self.questions.ask_for_gradients([arg])
-        results, takes_some = apply_materializing(apply, function, args, kwargs)
+            for arg in filter(torch.is_tensor, args):
+                self.questions.ask_for_gradients([arg])
+        with traced_as(function=object()):
+            results, takes_some = apply_materializing(apply, function, args, kwargs)
         self.takes_some_gradients |= takes_some
         return results
 
