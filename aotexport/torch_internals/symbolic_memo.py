@@ -27,7 +27,6 @@ from aotexport.process.patches import Patch, patched
 
 _METHODS = ("add", "eq", "mul")
 """Three quarters of all operations. The result of `mod` depends on the ranges that are known so far."""
-_HINTS = (int, float, bool, type(None))
 _REASON = "Compute repeated symbolic arithmetic once"
 
 
@@ -56,14 +55,11 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
             # Under a proxy mode the operation takes a node in a graph.
             if self.shape_env is not environment or get_proxy_mode() is not None:
                 return compute(self, other)
-            hint, hint_of_other = self._hint, other._hint
-            if type(hint) not in _HINTS or type(hint_of_other) not in _HINTS:
-                return compute(self, other)
             if version != environment._replacements_version_counter:
                 forget()
             one, two = self._expr, other._expr
             types = self.pytype, other.pytype, self._optimized_summation, other._optimized_summation
-            key = id(one), id(two), hint, hint_of_other, types
+            key = id(one), id(two), self._hint, other._hint, types
             found = results.get(key)
             if found is None or found[0]._hint is None:
                 # The operands live as long as the result, so that their identities are not taken by others.

@@ -521,15 +521,19 @@ def test_other_indices_of_equal_values_are_no_difference(tmp_path):
     assert any(comparison.name.endswith(" (of equal values)") for comparison in found)
 
 
-def test_other_indices_of_other_values_are_a_difference(tmp_path):
+@pytest.mark.parametrize("function", [lambda x: x.topk(2)[1], lambda x: x.sum().sort()[1]])
+def test_other_indices_of_other_values_are_a_difference(tmp_path, function):
     from onnxscript import opset20 as op
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True):
         return op.TopK(self, op.Constant(value_ints=[k]), axis=dim, largest=0)
 
-    options = OnnxOptions(translations={torch.ops.aten.topk.default: topk})
+    def sort(self, dim: int = -1, descending: bool = False):
+        return op.Identity(self), op.Constant(value_int=1)
+
+    options = OnnxOptions(translations={torch.ops.aten.topk.default: topk, torch.ops.aten.sort.default: sort})
     with pytest.raises(VerificationFailed, match=r"call 0: output: largest absolute difference"):
-        export_alone(lambda x: x.topk(2)[1], (torch.randn(3, 8),), output=tmp_path / "bundle", options=options)
+        export_alone(function, (torch.randn(3, 8),), output=tmp_path / "bundle", options=options)
 
 
 def _network(dtype):

@@ -7,6 +7,7 @@ place too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class TracedCalls:
     """The calls of one trace, in the order in which they began."""
 
     calls: list[TracedCall] = field(default_factory=list[TracedCall])
-    _time: int = 0
+    _times: Iterator[int] = field(default_factory=itertools.count)
 
     @contextlib.contextmanager
     def recorded(self, module: nn.Module | None) -> Iterator[None]:
@@ -111,9 +112,8 @@ class TracedCalls:
         self.calls[:0] = [TracedCall(path, refusal=reason) for path in sorted(reached - called - {""})]
 
     def _tick(self) -> int:
-        self._time += 1
-        node_annotations()[CLOCK] = self._time
-        return self._time
+        node_annotations()[CLOCK] = time = next(self._times)
+        return time
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def _select(tensor: torch.Tensor, dim: int, index: Any) -> Any:
 
 def _first_state(size: Any, **options: Any) -> Any:
     """Make the first state of a recurrent layer from its input: in another dtype of the model, the state has it too."""
-    frame = sys._getframe(1)
+    frame = sys._getframe()
     while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
         if frame.f_code.co_filename == rnn.__file__:
             return frame.f_locals["input"].new_zeros(size)

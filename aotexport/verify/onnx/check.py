@@ -37,7 +37,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.schema.values import SizeArgument, TensorMeta
+from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.validate.arguments import metas_of
 from aotexport_runtime.values.compare import NORM, NORMS, compare
 from aotexport_runtime.values.trees import leaves
@@ -185,17 +185,13 @@ def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
 
 def _order(graph: Graph, output: Any) -> tuple[str, TensorMeta, int] | None:
     """Return the value of the graph, with its metadata, that an output of indices orders along an axis."""
-    metas = metas_of(graph)
     node = order_of(graph, output)
     if node is None:
         return None
-    value, place = node.args[0], ORDERS[node.op]
-    axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
-    axis = axis.value if isinstance(axis, SizeArgument) else axis
-    meta = metas.get(value) if isinstance(value, str) else None
-    if not isinstance(axis, int) or not isinstance(value, str) or not isinstance(meta, TensorMeta) or not meta.shape:
-        return None
-    return value, meta, axis
+    value: Any = node.args[0]
+    meta: Any = metas_of(graph)[value]
+    axis: Any = node.args[ORDERS[node.op]] if len(node.args) > ORDERS[node.op] else node.kwargs.get("dim", -1)
+    return (value, meta, axis) if meta.shape else None
 
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
