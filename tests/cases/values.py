@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tests.cases import case, slow_case
+from tests.cases.dynamic import LOGGER
 from tests.cases.mutations import leaf
 
 
@@ -18,6 +19,7 @@ def loop_over_a_number(x, steps):
 def branch_after_a_write(x, count):
     y = x * 2
     y.add_(1)
+    LOGGER.debug(f"{count} of {y.max()} in {y.long()}")
     if count.item() * 2 > 3 and y.abs().max().item() < 1e6:
         y = y * y.max().item()
     return y

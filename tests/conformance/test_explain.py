@@ -26,14 +26,14 @@ CPU = "" if OWN is None else OWN.target
 
 
 class Net(nn.Module):
-    """Returns a loss and more, of a dynamic batch."""
+    """Returns a loss and more, of a dynamic batch of which it looks up a row."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 3)
 
     def forward(self, x):
-        y = self.linear(x).tanh()
+        y = self.linear(x - x.gather(0, x.argmin(0, keepdim=True))).tanh()
         return y.square().mean(), y
 
 
@@ -133,6 +133,12 @@ def test_self_test_names_what_ran(net, selftest):
     assert train.startswith(f"{net}: train, libraries (cpu): ok, outputs and gradients of 6 calls, relative error ")
     small = "forward by portable (libraries are for 2 <= batch)"
     assert f", forward and backward by {CPU}; backward by portable ({LOSS_ALONE}); {small}" in train
+
+
+@has_level
+def test_libraries_ask_no_index_for_its_bounds_in_their_loops(net):
+    for library in net.rglob("*.so"):
+        assert b"index out of bounds" not in library.read_bytes()
 
 
 @has_level

@@ -80,6 +80,16 @@ def test_result_of_a_library_is_laid_out_as_kernels_read_it():
     assert names[names.index("aten::convolution.default") + 1] == "aten::contiguous.default"
 
 
+def test_operator_that_only_backwards_have_reads_a_contiguous_gradient():
+    def enlarged(x):
+        return functional.interpolate(x, scale_factor=2, mode="bilinear", antialias=True).transpose(2, 3).contiguous()
+
+    program = lowered(enlarged, torch.randn(1, 2, 3, 4, requires_grad=True), program="train")
+    nodes = {node.op: node for node in program.graphs["backward.json"].nodes}
+    assert nodes["aten::empty_strided.default"].meta.stride == (96, 48, 8, 1)
+    assert nodes["aten::_upsample_bilinear2d_aa_backward.default"].args[0] == nodes["aten::empty_strided.default"].name
+
+
 def test_input_that_the_call_changes_is_saved_as_it_was_before():
     def changing(x, w):
         result = (x.clone() * w).sum()

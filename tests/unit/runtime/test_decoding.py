@@ -26,8 +26,9 @@ def node(name, op, *args, meta, **kwargs):
     return Node(name=name, op=f"aten::{op}", args=list(args), kwargs=kwargs, meta=meta)
 
 
-def step(heads=4, *, mask="bool", axis=-2):
+def step(heads=4, *, mask="bool", axis=-2, masks=1, attended=("whole", "whole")):
     """A step of attention: normed tokens are queries, and the keys and values of two heads that queries share."""
+    attended = (*attended, "mask")[: 2 + (mask is not None)]
     cache, longer, short = tensor(1, 2, LENGTH - 1, 8), tensor(1, 2, LENGTH, 8), tensor(1, heads, 1, 8)
     one, spread, whole = tensor(1, heads, 1, 1), tensor(1, 2, heads // 2, LENGTH, 8), tensor(1, heads, LENGTH, 8)
     nodes = [
@@ -43,9 +44,10 @@ def step(heads=4, *, mask="bool", axis=-2):
         node("several", "unsqueeze.default", "keys", 2, meta=tensor(1, 2, 1, LENGTH, 8)),
         node("spread", "expand.default", "several", [1, 2, heads // 2, LENGTH, 8], meta=spread),
         node("whole", "reshape.default", "spread", [1, heads, LENGTH, 8], meta=whole),
-        node("found", "scaled_dot_product_attention.default", "same", "whole", "whole", "mask", meta=short, scale=0.3),
+        node("found", "scaled_dot_product_attention.default", "same", *attended, meta=short, scale=0.3),
     ]
-    named = {"x": short, "weight": tensor(8), "mask": tensor(1, 1, 1, LENGTH, dtype=mask), "cache": cache}
+    named = {"x": short, "weight": tensor(8), "mask": tensor(1, masks, 1, LENGTH, dtype=mask or "bool")}
+    named |= {"cache": cache, "own": whole}
     inputs = [GraphInput(name=name, meta=meta) for name, meta in named.items()]
     new = GraphInput(name="new", meta=tensor(1, 2, 1, 8))
     return Graph(inputs=(*inputs, new), nodes=tuple(nodes), outputs=["found", "keys"])
@@ -55,16 +57,21 @@ def run(graph, nodes, given, outputs):
     return compile_graph(graph, nodes, list(given), outputs, Environment())(list(given.values()), {})
 
 
-@pytest.mark.parametrize("mask", ["bool", "float32"])
-def test_step_writes_into_a_slot_and_computes_the_same(mask):
+OF_HEADS = ({"masks": 4}, {"attended": ("own", "whole")}, {"attended": ("whole", "own")})
+"""Steps with a mask, keys or values of each head."""
+
+
+@pytest.mark.parametrize(("mask", "of_heads"), [(None, {}), ("bool", {}), *(("float32", of) for of in ({}, *OF_HEADS))])
+def test_step_writes_into_a_slot_and_computes_the_same(mask, of_heads):
     torch.manual_seed(0)
-    graph = step(mask=mask)
-    shown = torch.tensor([False, True, True, False, True])
+    graph = step(mask=mask, **of_heads)
+    shown, masks = torch.tensor([False, True, True, False, True]), of_heads.get("masks", 1)
     numbers = torch.zeros(LENGTH).masked_fill(~shown, -torch.inf)
     given = {
         "x": torch.randn(1, 4, 1, 8),
         "weight": torch.randn(8),
-        "mask": (shown if mask == "bool" else numbers).reshape(1, 1, 1, LENGTH),
+        "mask": shown[None, None, None] if mask == "bool" else (numbers + torch.rand(masks, 1, LENGTH))[None],
+        "own": torch.randn(1, 4, LENGTH, 8),
         "cache": torch.randn(1, 2, LENGTH - 1, 8),
         "new": torch.randn(1, 2, 1, 8),
     }
@@ -75,10 +82,11 @@ def test_step_writes_into_a_slot_and_computes_the_same(mask):
     (got,) = run(graph, found.nodes, {**given, "keys": grown, slot_of("keys"): grown[:, :, -1:]}, [found.scores])
     torch.testing.assert_close(got, expected)
     assert torch.equal(grown, keys)
-    gone = {"aten::cat.default", "aten::expand.default", "aten::contiguous.default", "aten::rsqrt.default"}
-    assert not gone & {each.op for each in found.nodes}
+    ops = {each.op for each in found.nodes}
+    assert not {"aten::cat.default", "aten::contiguous.default", "aten::rsqrt.default"} & ops
+    assert ("aten::expand.default" in ops) == bool(of_heads)
     assert found.grown == {"cache": "keys"}
-    assert len(found.nodes) == (7 if mask == "bool" else 5)
+    assert len(found.nodes) == (6 if of_heads else 7 if mask == "bool" else 5)
 
 
 def layer():
