@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ _INDEX = "*.safetensors.index.json"
 _SHOWN = 3
 
 
-@contextlib.contextmanager
-def parameters_without_memory() -> Iterator[None]:
+def parameters_without_memory() -> contextlib.AbstractContextManager[None]:
     """Make parameters of modules on the meta device; buffers keep their values."""
     register = nn.Module.register_parameter
 
@@ -30,8 +28,9 @@ def parameters_without_memory() -> Iterator[None]:
         if type(param) is nn.Parameter and not param.is_meta:
             self._parameters[name] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
 
-    with patched(Patch(nn.Module, "register_parameter", register_parameter, "Make parameters that a checkpoint fills")):
-        yield
+    return patched(
+        Patch(nn.Module, "register_parameter", register_parameter, "Make parameters that a checkpoint fills")
+    )
 
 
 def give_weights(module: nn.Module, where: Path) -> None:

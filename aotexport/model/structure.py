@@ -296,12 +296,7 @@ def _registered_children(value: Any) -> dict[str, Any]:
     node = SUPPORTED_NODES[type(value)]
     if node.flatten_with_keys_fn is not None:
         pairs, _ = node.flatten_with_keys_fn(value)
-        names = [str(key).strip("[].'\"") for key, _ in pairs]
-        children = [child for _, child in pairs]
     else:
-        children, _ = node.flatten_fn(value)
-        names = [f"item_{index}" for index in range(len(children))]
-    return {
-        name if name.isidentifier() else f"item_{i}": child
-        for i, (name, child) in enumerate(zip(names, children, strict=True))
-    }
+        pairs = list(enumerate(node.flatten_fn(value)[0]))
+    named = [(str(key).strip("[].'\""), child) for key, child in pairs]
+    return {name if name.isidentifier() else f"item_{i}": child for i, (name, child) in enumerate(named)}

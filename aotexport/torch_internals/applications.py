@@ -27,10 +27,9 @@ _REASON = "Record where custom autograd functions are applied"
 _WATCH = "_aotexport_applied"
 
 
-@contextlib.contextmanager
 def applied_functions(
     apply_instead: Instead, refuse: Callable[[type], None], tables: Iterable[dict[str, Any]] = ()
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Call `apply_instead` for applications of custom autograd functions, with class, arguments and torch's `apply`.
 
     `refuse` raises an error for a class whose `apply` the model has bound where it cannot be replaced. `tables` are
@@ -41,8 +40,7 @@ def applied_functions(
         changes = _of_code(apply.__func__, apply_instead)
     else:
         changes = _of_attributes(apply, apply_instead, refuse, tables)
-    with changes:
-        yield
+    return changes
 
 
 def bound_class(value: Any) -> type | None:
@@ -63,19 +61,17 @@ def called_by_class(function: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-@contextlib.contextmanager
-def _of_code(apply: Any, apply_instead: Instead) -> Iterator[None]:
+def _of_code(apply: Any, apply_instead: Instead) -> contextlib.AbstractContextManager[None]:
     """Replace the code of the method, which bound ones share."""
     original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
 
     def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply_instead(cls, args, kwargs, original)
 
-    with patched(
+    return patched(
         Patch(apply.__globals__, _WATCH, in_this_thread(watch, original), _REASON),
         Patch(apply, "__code__", _watched(), _REASON),
-    ):
-        yield
+    )
 
 
 def _watched() -> CodeType:

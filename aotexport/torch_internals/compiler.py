@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,7 @@ def vectors(nbits: int) -> Any:
     return found
 
 
-@contextlib.contextmanager
-def _code_for_processors(vector_nbits: int, header: str) -> Iterator[None]:
+def _code_for_processors(vector_nbits: int, header: str) -> contextlib.AbstractContextManager[None]:
     """Let the compiler write C++ for vectors of a width, with loops of any number of threads, after `header`."""
     from torch._inductor import config, cpu_vec_isa
     from torch._inductor.codegen.cpp import CppKernel
@@ -168,12 +167,11 @@ def _code_for_processors(vector_nbits: int, header: str) -> Iterator[None]:
         with config.patch({"cpp.dynamic_threads": False}):
             return decide(self, *args)
 
-    with patched(
+    return patched(
         Patch(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa], "Compile for the wanted vectors"),
         Patch(CppKernel, "decide_parallel_depth", decide_at_compile_time, "Leave short loops to one thread"),
         Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matmuls"),
-    ):
-        yield
+    )
 
 
 def _strip(library: Path) -> None:
@@ -189,8 +187,7 @@ aten: Any = torch.ops.aten
 _LEAST_OF_32_BITS = torch.iinfo(torch.int32).min
 
 
-@contextlib.contextmanager
-def pools_by_torch() -> Iterator[None]:
+def pools_by_torch() -> contextlib.AbstractContextManager[None]:
     """Leave gradients of average pools that the compiler computes wrongly to torch's operators.
 
     The compiler's code divides by the whole window where the window reaches past the padding (`ceil_mode`); torch
@@ -204,10 +201,9 @@ def pools_by_torch() -> Iterator[None]:
     }
     reason = "Count the elements inside of the padding in gradients of average pools"
     lowerings: Any = lowering.lowerings
-    with patched(
+    return patched(
         *[Patch(lowerings, op, _pool(lowerings[op], other), reason, "torch>=2.16") for op, other in fallbacks.items()]
-    ):
-        yield
+    )
 
 
 def _pool(lowered: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,8 +216,7 @@ def _pool(lowered: Callable[..., Any], fallback: Callable[..., Any]) -> Callable
     return run
 
 
-@contextlib.contextmanager
-def wide_negative_integers() -> Iterator[None]:
+def wide_negative_integers() -> contextlib.AbstractContextManager[None]:
     """Pass integers below -2^31 to kernels of users in 64 bits; the compiler checks only the upper bound."""
     from torch._inductor.codegen import triton_utils
     from torch._inductor.utils import expr_fits_within_32bit as fits_above
@@ -240,5 +235,4 @@ def wide_negative_integers() -> Iterator[None]:
         return True
 
     reason = "Pass integers below -2^31 to kernels in 64 bits"
-    with patched(Patch(triton_utils, "expr_fits_within_32bit", fits, reason, "torch>=2.16")):
-        yield
+    return patched(Patch(triton_utils, "expr_fits_within_32bit", fits, reason, "torch>=2.16"))

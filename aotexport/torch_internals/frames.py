@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, walk_stack
 from types import FrameType
@@ -19,8 +19,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from aotexport.process.patches import Patch, patched
 
 
-@contextlib.contextmanager
-def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
+def frames_kept(keeps: Callable[[FrameType], bool]) -> contextlib.AbstractContextManager[None]:
     """Record the frames below the call of the model for which `keeps` is true; torch records functions `forward`.
 
     Torch looks up the source of every frame of every node first, which takes as long as the rest of a trace.
@@ -43,8 +42,7 @@ def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
                 node.stack_trace = text_of(frames)
         return node
 
-    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Look up the source of the user's frames alone")):
-        yield
+    return patched(Patch(PythonKeyTracer, "create_node", create_node, "Look up the source of the user's frames alone"))
 
 
 # Frames of this package below that file run in place of functions that the model calls.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -91,16 +91,13 @@ def _random_state_untracked() -> AbstractContextManager[None]:
     return patched(Patch(PhiloxStateTracker, "reset", staticmethod(lambda: None), reason))
 
 
-@contextlib.contextmanager
-def _linalg_errors_unordered() -> Iterator[None]:
+def _linalg_errors_unordered() -> contextlib.AbstractContextManager[None]:
     """Trace linear algebra's checks for errors as plain operators: their order needs no token."""
     effect = registry.find("aten::_linalg_check_errors").effect
-    with patched(Patch(effect, "_effect", None, "Leave checks of linear algebra without tokens for their order")):
-        yield
+    return patched(Patch(effect, "_effect", None, "Leave checks of linear algebra without tokens for their order"))
 
 
-@contextlib.contextmanager
-def _effects_kept() -> Iterator[None]:
+def _effects_kept() -> contextlib.AbstractContextManager[None]:
     """Keep operators without a used result: random ones advance the generator, others check for errors."""
     original = torch.fx.Graph.eliminate_dead_code
 
@@ -113,8 +110,7 @@ def _effects_kept() -> Iterator[None]:
         return original(self, keeps)
 
     reason = "Keep random operators and checks whose results nothing uses"
-    with patched(Patch(torch.fx.Graph, "eliminate_dead_code", eliminate, reason)):
-        yield
+    return patched(Patch(torch.fx.Graph, "eliminate_dead_code", eliminate, reason))
 
 
 def tangent_descriptor(node: torch.fx.Node) -> TangentAOTInput | None:

@@ -33,8 +33,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from aotexport.process.patches import Patch, patched
 
 
-@contextlib.contextmanager
-def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: Callable[[], str]) -> Iterator[None]:
+def fixed_symbols(
+    shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: Callable[[], str]
+) -> contextlib.AbstractContextManager[None]:
     """Call `seen` with each symbol that a shape environment fixes to a number, and whether something asked for it.
 
     `line` returns the user's running line, which guards record, see `line_of`.
@@ -46,7 +47,7 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: 
             seen(symbol, _is_asked())
         replace(symbol, value, reason)
 
-    with patched(
+    return patched(
         Patch(shape_env, "_set_replacement", watched, "Record the line that holds a size to a number"),
         Patch(
             shape_env,
@@ -54,8 +55,7 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: 
             lambda framework_loc=None: SLoc(framework_loc, line()),
             "Keep the line of the user's that makes a guard",
         ),
-    ):
-        yield
+    )
 
 
 def _is_asked() -> bool:
@@ -69,15 +69,12 @@ def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:
     return isinstance(condition, sympy.core.relational.Relational) and any(side in special for side in condition.args)
 
 
-@contextlib.contextmanager
-def zero_and_one_symbolic(*, symbolic: bool) -> Iterator[None]:
+def zero_and_one_symbolic(*, symbolic: bool) -> contextlib.AbstractContextManager[None]:
     """Give dynamic sizes a symbol even if the example's is 0 or 1, values that torch would specialise on."""
-    with shape_config.patch(backed_size_oblivious=symbolic):  # type: ignore[attr-defined]
-        yield
+    return shape_config.patch(backed_size_oblivious=symbolic)  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
+def general_sizes_kept(assumed: Callable[[Any], None]) -> contextlib.AbstractContextManager[None]:
     """Let torch take its general path if that is right for all sizes, instead of guarding on the example's.
 
     Torch's operators ask whether a size is 0 or 1, or a layout contiguous, with an answer that is always right as
@@ -104,12 +101,11 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
         return known
 
     reason = "Take torch's general path where it is right for all sizes"
-    with patched(
+    return patched(
         Patch(symbolic_shapes, "_guard_or", general, reason),
         Patch(torch, "_debug_has_internal_overlap", _overlap(internal_overlap), reason),
         *reshapes.patches(general),
-    ):
-        yield
+    )
 
 
 class _Reshapes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,19 +42,17 @@ LAUNCHES = (
 """The targets of nodes that launch kernels."""
 
 
-@contextlib.contextmanager
-def triton_target() -> Iterator[None]:
+def triton_target() -> contextlib.AbstractContextManager[None]:
     """Let Triton compile for `DEVICE`."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     target = GPUTarget("cuda", DEVICE.major * 10 + DEVICE.minor, DEVICE.warp_size)
     answering = types.SimpleNamespace(get_current_target=lambda: target)
-    with patched(
+    return patched(
         Patch(driver, "_active", answering, "Name the device that Triton compiles for"),
         Patch(os.environ, "TRITON_DEFAULT_FP_FUSION", "1", "Set the option whose absence Triton 3.9 warns of"),
-    ):
-        yield
+    )
 
 
 def replace_device_functions(functions: Any) -> None:

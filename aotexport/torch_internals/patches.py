@@ -48,16 +48,14 @@ def exporting() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def masks_unread() -> Iterator[None]:
+def masks_unread() -> contextlib.AbstractContextManager[None]:
     """Keep transformer layers from comparing a mask with the causal one, which branches on values.
 
     The layers then use a causal mask too, in place of the kernels' own causal option.
     """
     unread = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
     reason = "Keep transformer layers from reading the values of masks"
-    with patched(Patch(torch.nn.modules.transformer, "_detect_is_causal_mask", unread, reason)):
-        yield
+    return patched(Patch(torch.nn.modules.transformer, "_detect_is_causal_mask", unread, reason))
 
 
 @contextlib.contextmanager
@@ -71,8 +69,7 @@ def onednn_disabled() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-@contextlib.contextmanager
-def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
+def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
     """Let torch choose the kernel of a convolution without guards on sizes.
 
     The graph keeps the operator, which chooses anew at every call, so a guard such as `batch < 16` would be needless.
@@ -90,11 +87,10 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
         return None if all(map(is_row_major, (image, weight))) else layout(image, weight, kernel)
 
     reason = "Hold no sizes to those for which torch picks the same kernel of a convolution"
-    with patched(
+    return patched(
         Patch(torch._C, "_select_conv_backend", unguarded, reason),
         Patch(torch._C, "_conv_determine_backend_memory_format", general, reason),
-    ):
-        yield
+    )
 
 
 @contextlib.contextmanager
@@ -116,20 +112,17 @@ def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         op_implementations_checks.remove((takes, run))  # pyrefly: ignore[bad-argument-type]
 
 
-@contextlib.contextmanager
-def constants_in_branches() -> Iterator[None]:
+def constants_in_branches() -> contextlib.AbstractContextManager[None]:
     """Let floats that branches and loops use be constants, also where the same code runs with another one later.
 
     Source: torch 2.13, `torch/_dynamo/variables/builder.py`, `wrap_symfloat`.
     """
     from torch._dynamo import config
 
-    with config.patch(specialize_float=True):
-        yield
+    return config.patch(specialize_float=True)
 
 
-@contextlib.contextmanager
-def average_in_tensors() -> Iterator[None]:
+def average_in_tensors() -> contextlib.AbstractContextManager[None]:
     """Keep the factor 1 / calls of batch normalization with a cumulative average (`momentum=None`) a tensor."""
     layer = torch.nn.modules.batchnorm._BatchNorm
     original = layer.forward
@@ -145,5 +138,4 @@ def average_in_tensors() -> Iterator[None]:
             running.add_((current - running) / self.num_batches_tracked)
         return output
 
-    with patched(Patch(layer, "forward", forward, "Keep the factor of a cumulative average a tensor")):
-        yield
+    return patched(Patch(layer, "forward", forward, "Keep the factor of a cumulative average a tensor"))

@@ -46,8 +46,7 @@ def within_subclass() -> bool:
     return _Within.depth > 0
 
 
-@contextlib.contextmanager
-def subclasses_tracked() -> Iterator[None]:
+def subclasses_tracked() -> contextlib.AbstractContextManager[None]:
     """Let a trace follow tensors into wrapper subclasses and out of them.
 
     Operators on a tensor subclass are recorded whole, and run by its own code at run time. The code of a model, or of
@@ -75,12 +74,11 @@ def subclasses_tracked() -> Iterator[None]:
 
     reason = "Record the inner tensors of tensor subclasses, and subclasses made of tensors"
     unmarked = "Keep marked constructors from recording nodes of Python functions"
-    with patched(
+    return patched(
         Patch(proxy_tensor, "track_tensor", track_tensor, reason),
         Patch(proxy_tensor, "proxy_call", proxy_call, reason),
         Patch(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None, unmarked),
-    ):
-        yield
+    )
 
 
 def adopt(tensor: torch.Tensor, tracer: Any) -> None:

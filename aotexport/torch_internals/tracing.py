@@ -37,8 +37,7 @@ from aotexport.torch_internals.transforms import load_forward_mode
 from aotexport_runtime.values.subclasses import is_wrapper
 
 
-@contextlib.contextmanager
-def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+def stamped(stamp: Callable[[torch.fx.Node], None]) -> contextlib.AbstractContextManager[None]:
     """Call `stamp` with every traced node."""
     original = PythonKeyTracer.create_node
 
@@ -47,8 +46,7 @@ def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
         stamp(node)
         return node
 
-    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Stamp traced nodes")):
-        yield
+    return patched(Patch(PythonKeyTracer, "create_node", create_node, "Stamp traced nodes"))
 
 
 def nodes_annotated(annotations: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -105,8 +103,7 @@ def _memory(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.is_conj(), tensor.is_neg(), sizes
 
 
-@contextlib.contextmanager
-def _saved_tensors_known() -> Iterator[None]:
+def _saved_tensors_known() -> contextlib.AbstractContextManager[None]:
     """Let tracers recognise tensors that autograd saved."""
     original = PythonKeyTracer.__init__
 
@@ -114,16 +111,14 @@ def _saved_tensors_known() -> Iterator[None]:
         original(self)
         self.tensor_tracker = _TensorsByMemory()
 
-    with patched(Patch(PythonKeyTracer, "__init__", init, "Know tensors that autograd saved by their memory")):
-        yield
+    return patched(Patch(PythonKeyTracer, "__init__", init, "Know tensors that autograd saved by their memory"))
 
 
 REQUIRES_GRAD = "requires_grad"
 """Metadata of nodes of a forward graph: whether autograd recorded the value as it was traced."""
 
 
-@contextlib.contextmanager
-def _gradients_noted() -> Iterator[None]:
+def _gradients_noted() -> contextlib.AbstractContextManager[None]:
     """Note in the metadata of each node whether autograd records its value, which `meta['val']` does not tell."""
     track = proxy_tensor.track_tensor
 
@@ -131,8 +126,7 @@ def _gradients_noted() -> Iterator[None]:
         track(tensor, proxy, constant=constant, tracer=tracer)
         proxy.node.meta[REQUIRES_GRAD] = tensor.requires_grad
 
-    with patched(Patch(proxy_tensor, "track_tensor", track_tensor, "Note which values require gradients")):
-        yield
+    return patched(Patch(proxy_tensor, "track_tensor", track_tensor, "Note which values require gradients"))
 
 
 def layouts_unnoted() -> contextlib.AbstractContextManager[None]:
@@ -144,8 +138,7 @@ def layouts_unnoted() -> contextlib.AbstractContextManager[None]:
     return patched(Patch(proxy_tensor, "_extract_tensor_metadata", lambda value: None, reason))
 
 
-@contextlib.contextmanager
-def _autocast_cache_kept() -> Iterator[None]:
+def _autocast_cache_kept() -> contextlib.AbstractContextManager[None]:
     """Let regions of autocast in traced code use the cache of casts as in eager; `make_fx` would turn it off.
 
     With it a weight that is used twice is cast once, and its gradients are summed in the lower precision.
@@ -153,8 +146,7 @@ def _autocast_cache_kept() -> Iterator[None]:
     # Drop the casts of other traces.
     torch.clear_autocast_cache()
     reason = "Cast a weight once in a region of autocast, as eager does"
-    with patched(Patch(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext, reason)):
-        yield
+    return patched(Patch(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext, reason))
 
 
 _CONVERSIONS = (
@@ -166,8 +158,7 @@ _CONVERSIONS = (
 )
 
 
-@contextlib.contextmanager
-def _conversions_apart() -> Iterator[None]:
+def _conversions_apart() -> contextlib.AbstractContextManager[None]:
     """Let conversions that have nothing to do return another tensor on the same memory.
 
     Eager returns the operand itself, which the tracer would know as the result of the conversion from then on. In
@@ -187,8 +178,7 @@ def _conversions_apart() -> Iterator[None]:
         proxy_tensor.set_proxy_slot(result, mode.tracer, known)
         return twin
 
-    with patched(Patch(proxy_tensor, "proxy_call", proxy_call, "Tell apart a conversion and its operand")):
-        yield
+    return patched(Patch(proxy_tensor, "proxy_call", proxy_call, "Tell apart a conversion and its operand"))
 
 
 def trace_forward(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotexport.eager.recorded_arguments import RecordedArguments
 from aotexport.eager.run import SEED, attention_as_traced, observe_eager
@@ -25,6 +26,7 @@ from aotexport.process.blocks import quiet
 from aotexport.state.mode import in_mode
 from aotexport.state.tensors import restored
 from aotexport.state.world import attributes_restored
+from aotexport.torch_internals.calls import tree_map
 from aotexport.vectors.record import RecordedCall, record_path
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.schema.codec import encode_record
@@ -164,9 +166,22 @@ def _in_float64(call: ExampleCall, program: Program, vector: RecordedCall) -> _O
     for entry in state.entries:
         for table, key in entry.slots:
             table[key] = entry.tensor = _to_float64(table[key])
-    tensors = [_to_float64(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.tensors]
+    tensors = [_to_float64(leaf) for leaf in call.tensors]
     stored = {spec.key: _to_float64(vector.tensors[spec.key]) for spec in vector.record.inputs if spec.key}
     return _run(dataclasses.replace(copied, tensors=tensors), state, program, vector, stored)
+
+
+class _DrawnInFloat32(TorchDispatchMode):
+    """Draws random numbers in float32, since generators give other numbers in float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        is_written = schema.is_mutable and schema.arguments[0].alias_info is not None
+        if torch.Tag.nondeterministic_seeded not in func.tags or schema.is_mutable != is_written:
+            return func(*args, **(kwargs or {}))
+        args_of_32, kwargs = tree_map(_in_float32, (args, kwargs or {}))
+        drawn = func(*args_of_32, **kwargs)
+        return args[0].copy_(drawn) if is_written else tree_map(_to_float64, drawn)
 
 
 def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator: torch.Generator) -> _ObservedRun:
@@ -213,13 +228,19 @@ def _run(
         return value
 
     watched = dataclasses.replace(call, callable=draw)
-    with attention_as_traced():
+    with attention_as_traced(), _DrawnInFloat32():
         arguments = RecordedArguments(vector.name, vector.record.inputs, stored)
         seen = observe_eager(watched, state, program, arguments, vector.record.calls)
     return seen, drawn
 
 
-def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype != torch.float32:
+def _in_float32(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype == torch.float64 else value
+    return torch.float32 if value is torch.float64 else value
+
+
+def _to_float64(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32:
         return tensor
     return tensor.detach().to(torch.float64).requires_grad_(tensor.requires_grad)

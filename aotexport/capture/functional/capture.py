@@ -199,7 +199,6 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
     environment = forward.fakes.mode.shape_env
     assert environment is not None
     if forward.effects.autograd_functions:
-        _make_scalars(captured.module.graph)
         insert_data_dependent_checks(captured.module, environment)
         return None
     return unchecked_assumption(forward.graph, captured.module, environment)
@@ -207,20 +206,6 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
 
 def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
-
-
-def _make_scalars(graph: torch.fx.Graph) -> None:
-    """Let a graph make the tensors of one number that code makes by `torch.tensor`: they are no inputs."""
-    for node in graph.find_nodes(op="get_attr"):
-        tensor = getattr(graph.owning_module, str(node.target))
-        is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
-        if is_copied and isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
-            options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
-            with graph.inserting_before(node):
-                made = graph.call_function(torch.ops.aten.full.default, ([*tensor.shape], tensor.item()), options)
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
 
 
 @contextlib.contextmanager
@@ -275,8 +260,7 @@ def _code(forward: ForwardCapture) -> Iterator[Callable[..., Any]]:
         yield run
 
 
-@contextlib.contextmanager
-def _contiguous_tangents() -> Iterator[None]:
+def _contiguous_tangents() -> contextlib.AbstractContextManager[None]:
     """Trace the gradient of an output of overlapping elements as contiguous; AOTAutograd does so for expanded ones.
 
     Source: torch 2.13, `_functorch/_aot_autograd/schemas.py`, `MemoryFormatMeta.from_tensor`.
@@ -288,8 +272,7 @@ def _contiguous_tangents() -> Iterator[None]:
         return original(t, force_use_memory_format or (static and _overlaps(t.size(), t.stride())))
 
     reason = "Trace gradients of outputs whose elements overlap as contiguous"
-    with patched(Patch(MemoryFormatMeta, "from_tensor", staticmethod(from_tensor), reason)):
-        yield
+    return patched(Patch(MemoryFormatMeta, "from_tensor", staticmethod(from_tensor), reason))
 
 
 def _overlaps(size: Sequence[Any], stride: Sequence[Any]) -> bool:

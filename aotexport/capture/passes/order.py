@@ -86,12 +86,10 @@ def passes_dumped(directory: Path | None) -> Iterator[None]:
         _folder.reset(token)
 
 
-@contextlib.contextmanager
-def program_dumped(name: str) -> Iterator[None]:
+def program_dumped(name: str) -> contextlib.AbstractContextManager[None]:
     """Let passes in the block write to the program's folder, if they write at all."""
     directory = _folder.get()
-    with passes_dumped(None if directory is None else directory / name):
-        yield
+    return passes_dumped(None if directory is None else directory / name)
 
 
 def dump_draft(number: int, name: str, draft: Draft) -> None:

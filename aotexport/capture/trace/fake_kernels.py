@@ -28,10 +28,6 @@ def _ctc_loss(
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, states))
 
 
-def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *others: Any) -> torch.Tensor:
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
-
-
 def _lstsq(
     matrix: torch.Tensor, right: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -91,8 +87,8 @@ def _gradient_row_by_row(gradient: torch.Tensor, tensor: torch.Tensor, *others: 
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._ctc_loss_backward.default: _gradient_row_by_row,
+    aten._ctc_loss_backward.Tensor: _gradient_row_by_row,
     aten._grouped_mm.default: _grouped_mm,
     aten._dirichlet_grad.default: _row_by_row,
     aten._sample_dirichlet.default: _row_by_row,
