@@ -9,22 +9,25 @@ from typing import Any
 
 import torch
 
+# Torch keeps tables of its functions from the first use on, see below.
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, get_overridable_functions
+
 # Operators whose result sizes fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-# Torch keeps the set of its functions that take a device from the first use on, see below.
-from torch.utils._device import _device_constructors
 
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.general_sizes import is_row_major
 
 _as_in_eager: ContextVar[bool] = ContextVar("_as_in_eager", default=False)
 
-# Made while functions are patched, the set would hold the patches, and `with torch.device(...)` would pass over torch's
-# own functions from then on.
-_device_constructors()
+# Made while functions are patched, these would hold the patches, and `with torch.device(...)` and torch's compiler
+# would not know torch's own functions from then on.
+get_overridable_functions()
+BuiltinVariable._constant_fold_functions()
+TorchInGraphFunctionVariable._get_handlers()
 
 
 @contextlib.contextmanager

@@ -75,10 +75,7 @@ def lower_programs(
 def write_target(target: Target, directory: Path) -> None:
     """Write the record of `target` below `directory`, and remove files that it does not name."""
     folder = directory / "targets" / target.name
-    libraries = [
-        each for program in target.programs for each in (program.forward, program.backward) if each is not None
-    ]
-    named = {library.file for library in libraries}
+    named = {half.file for each in target.programs for half in (each.forward, each.backward) if half is not None}
     for path in folder.iterdir():
         if path.name not in named:
             path.unlink()

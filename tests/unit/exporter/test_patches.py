@@ -125,6 +125,13 @@ gc.collect()
 (code,) = (each for each in patches.in_this_thread.__code__.co_consts if getattr(each, "co_name", "") == "dispatch")
 functions = [each for each in gc.get_objects() if type(each) is types.FunctionType and each.__code__ is code]
 assert functions == []
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+aotexport.export(Branches(), (torch.ones(2),), output="branches", verify=False)
+assert torch.compile(lambda x: x + torch.is_grad_enabled(), backend="eager", fullgraph=True)(torch.ones(1)) == 2
 """
 
 
