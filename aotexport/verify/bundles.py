@@ -126,15 +126,10 @@ def verify_targets(
 def _verdict(program: EncodedProgram, results: list[VectorResult]) -> Literal["functional", "forward", "wrong"]:
     """Return the graph that serves the program; the forward one must agree, for calls that the other does not."""
     record = program.record
-
-    def agrees(target: str) -> bool:
-        return all(r.agrees for r in _own(results, program, target))
-
-    if not agrees("autograd"):
-        return "wrong"
-    if agrees("portable"):
+    forward, functional = (all(r.agrees for r in _own(results, program, target)) for target in TARGETS)
+    if forward and functional:
         return "functional"
-    return "forward" if record.functional is not None and record.forward.differentiable else "wrong"
+    return "forward" if forward and record.functional is not None and record.forward.differentiable else "wrong"
 
 
 def _run(

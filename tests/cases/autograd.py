@@ -122,7 +122,8 @@ def region_in_inference_mode(x):
 
 @case(lambda: (leaf(3),), forward_only="calls `requires_grad_`")
 def factory_that_requires_grad(x):
-    return x * torch.ones(3, requires_grad=True), torch.zeros(3, requires_grad=True), x.new_ones(3, requires_grad=True)
+    made = torch.zeros(3, requires_grad=True), x.new_ones(3, requires_grad=True), nn.Parameter(x.detach())
+    return x * torch.ones(3, requires_grad=True), *made, nn.Parameter(x.detach(), requires_grad=False) * x
 
 
 @case(lambda: (leaf(3, 4),))

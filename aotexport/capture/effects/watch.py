@@ -26,7 +26,7 @@ from aotexport.model.array_proxies import ArrayProxy, is_proxy
 from aotexport.model.source_lines import is_user_file, own_room, user_line
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.tracing import UnpausedMode, is_functionalised, traces_above_autograd
+from aotexport.torch_internals.tracing import UnpausedMode, is_functionalised, node_of, traces_above_autograd
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _LAYOUTS = (torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.dim_order)
@@ -112,7 +112,9 @@ class Watch(UnpausedMode):
 
     def _set_requires_grad(self, function: Any, asker: FrameType, tensor: Any, requires_grad: bool = True) -> Any:
         # A backward prepares tensors that it differentiates.
-        if grad_mode.within_backward() or not _is_users(asker):
+        # A detached tensor, such as that of a new parameter, requires none already.
+        is_off = not requires_grad and getattr(node_of(tensor), "target", None) is torch.ops.aten.detach.default
+        if is_off or grad_mode.within_backward() or not is_models_code(asker):
             return function(tensor, requires_grad)
         return self._require_grad(tensor, requires_grad)
 
