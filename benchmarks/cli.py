@@ -133,7 +133,6 @@ def _kept(directory: Path | None) -> Iterator[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    chosen = [model.name for model in MODELS.values() if not model.only_in]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures loaded bundles against eager execution and peers, alternating, in one run.\n\n"
@@ -142,8 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--suite", dest="suites", **_names(SUITES), help="what to measure [default: all]")
-    models = f"which models, where a suite has no own [default: {','.join(MAIN_MODELS)}; some suites take fewer]"
-    parser.add_argument("--models", **{**_names(chosen), "default": None}, help=models)
+    models = f"which models [default: {','.join(MAIN_MODELS)}; some suites take fewer]"
+    parser.add_argument("--models", **{**_names(MODELS), "default": None}, help=models)
     parser.add_argument("--systems", **_names(SYSTEMS), help="ways to run them [default: all]; ratios need eager")
     parser.add_argument(
         "--rounds",

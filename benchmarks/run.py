@@ -47,16 +47,15 @@ class Run:
     scale_steps: int = 3
 
     def models(self, suite: str, default: tuple[str, ...] = MAIN_MODELS) -> list[Model]:
-        """Return the chosen models, and those that are made for `suite`.
+        """Return the chosen models that `suite` can measure.
 
         Args:
             suite: by name.
-            default: what the suite measures where no models were chosen.
+            default: what the suite measures, beside models made for it, where none were chosen.
         """
-        names = default if self.model_names is None else self.model_names
-        return [
-            model for model in MODELS.values() if (suite in model.only_in if model.only_in else model.name in names)
-        ]
+        made = [model.name for model in MODELS.values() if suite in model.only_in]
+        names = (*default, *made) if self.model_names is None else self.model_names
+        return [MODELS[name] for name in names if suite in (MODELS[name].only_in or (suite,))]
 
     def systems(self, *modes: Mode) -> list[System]:
         """Return the chosen systems that can do all of `modes`."""

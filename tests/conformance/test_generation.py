@@ -20,6 +20,7 @@ import aotexport_runtime
 from aotexport import ModelFileInvalid
 from aotexport.cli import app
 from aotexport_runtime import ArgumentInvalid, adapters
+from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.generation.decoder import Decoder
 from tests.refusals import refusal
 
@@ -230,12 +231,14 @@ def test_arguments_out_of_range_are_told_in_whole(generator):
         assert said == message
 
 
-def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):
+@pytest.mark.parametrize("packs", [False, True])
+def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator, monkeypatch, packs):
+    monkeypatch.setattr(onednn, "faster_by_onednn", lambda *args: packs)
     module = generator.module
     first = (PROMPTS, MASK, PROMPTS.new_zeros(3, 1)) if generator.is_seq2seq else (PROMPTS, MASK)
     with torch.no_grad():
         _, cache = module.prefill(*first)
-        steps, mask, kept = Decoder(module, module.decode, 3), MASK, cache
+        steps, mask, kept = Decoder(module, module.decode, 16), MASK, cache
         for token in (5, 9, 2):
             tokens = PROMPTS.new_full((3, 1), token)
             mask = mask if generator.is_seq2seq else torch.cat([mask, torch.ones_like(tokens)], 1)
@@ -243,6 +246,7 @@ def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):
             scores, kept = steps(tokens, mask, kept)
             assert kept is None
             torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+        assert any(each.is_mkldnn for each in steps._steps._matrices) == packs
 
 
 def test_functional_graph_serves_the_tokens_that_generation_brings(generator):

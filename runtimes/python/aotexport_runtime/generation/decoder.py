@@ -15,14 +15,18 @@ from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
 from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.execution.codegen import CALL_SUBMODULE, Environment, Function, compile_graph
+from aotexport_runtime.execution.matmul.onednn import packed, product
 from aotexport_runtime.guards.signature import Bound
-from aotexport_runtime.rewrite.decoding import Decoding, decoding, slot_of
+from aotexport_runtime.rewrite.decoding import Decoding, decoding, is_product, slot_of
 from aotexport_runtime.rewrite.layers import is_float32
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.rewrite.patterns import ATTENTION, NORM, shape_of
 from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 
 Decode = Callable[..., tuple[torch.Tensor, Any]]
+
+_WORTH_PACKING = 16
+"""Least steps in which packed weights save the time that packing takes."""
 
 
 class Decoder:
@@ -53,7 +57,8 @@ class _Step:
         most: the greatest such length; None: there is none.
         grows: indices of the inputs that are caches which grow, those of a shape together.
         read: those of them whose own tensor is read too.
-        turned: indices of the inputs of which the step takes the transpose too.
+        turned: indices of the inputs of which the step takes the transpose too, as second operand of products.
+        factors: indices of the inputs that it takes as such once more.
         calls_user: whether it calls submodules that are not the bundle's.
     """
 
@@ -63,6 +68,7 @@ class _Step:
     grows: tuple[tuple[int, ...], ...]
     read: frozenset[int]
     turned: tuple[int, ...]
+    factors: tuple[int, ...]
     calls_user: bool
 
 
@@ -72,7 +78,9 @@ class _Steps:
     def __init__(self, step: _Step, bound: Bound, places: Sequence[int], most: int) -> None:
         self._step, self._inputs, self._symbols, self._places = step, bound.inputs, bound.symbols, places
         self._length = bound.symbols[step.past]
-        self._turned = [bound.inputs[index].t() for index in step.turned]
+        matrices = [bound.inputs[index].t() for index in step.turned]
+        matrices += [bound.inputs[index] for index in step.factors]
+        self._matrices = packed(matrices, bound.inputs[places[0]].shape[0]) if most >= _WORTH_PACKING else matrices
         self._buffers: list[torch.Tensor] = []
         for indices in step.grows:
             caches = [bound.inputs[index] for index in indices]
@@ -94,7 +102,7 @@ class _Steps:
                     inputs[index] = before
             inputs += buffer.narrow(3, 0, length + 1).unbind()
             inputs += buffer.narrow(3, length, 1).unbind()
-        inputs += self._turned
+        inputs += self._matrices
         # Operators take less time; a submodule of a user may keep tensors for a backward.
         with torch.no_grad() if self._step.calls_user else torch.inference_mode():
             (scores,) = self._step.run(inputs, {**self._symbols, self._step.past: length})
@@ -160,19 +168,23 @@ def _compiled(plan: Plan, bound: Bound, cache: Sequence[torch.Tensor]) -> _Step 
     for group in grows:
         longer = [found.grown[names[index]] for index in group]
         taken += [*longer, *map(slot_of, longer)]
-    taken += found.turned.values()
+    taken += [*found.turned.values(), *found.factors.values()]
     quick = _quick(found, {each.name: each.meta for each in graph.inputs}, engine.environment)
     run = compile_graph(graph, found.nodes, taken, [found.scores], engine.environment, label=label, replacements=quick)
     most = next((each.max for each in program.dimensions if each.symbol == symbol), None)
     read = frozenset(index for index in indices if names[index] in used)
     calls_user = any(node.op == CALL_SUBMODULE for node in found.nodes)
-    return _Step(run, symbol, most, grows, read, tuple(map(names.index, found.turned)), calls_user)
+    turned, factors = (tuple(map(names.index, each)) for each in (found.turned, found.factors))
+    return _Step(run, symbol, most, grows, read, turned, factors, calls_user)
 
 
 def _quick(found: Decoding, inputs: Mapping[str, ValueMeta], environment: Environment) -> dict[str, Any]:
     """Return functions that compute nodes in less time than operators, by name: attention without checks, norms."""
     quick, longer, cpu = dict[str, Any](), {*found.grown.values()}, environment.place("cpu").type == "cpu"
+    matrices = {*found.turned.values(), *found.factors.values()}
     for node in found.nodes:
+        if is_product(node) and node.args[-1] in matrices:
+            quick[node.name] = product
         _, *operands, eps = cast("list[Any]", [*node.args, None, None, None])[:4]
         if node.op == ATTENTION and not {*node.kwargs} - {"scale"}:
             keys, values = (shape_of(inputs, name)[2:3] for name in operands)

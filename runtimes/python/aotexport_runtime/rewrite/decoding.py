@@ -50,12 +50,14 @@ class Decoding:
         grown: name of the cache with a free last place, by name of the graph's input that is the cache without; the
             place has the name that `slot_of` gives.
         turned: name of the transpose of a weight, by name of the graph's input that is the weight.
+        factors: name of a weight as the second operand of products, likewise.
     """
 
     nodes: list[Node]
     scores: Argument
     grown: Mapping[str, str]
     turned: Mapping[str, str]
+    factors: Mapping[str, str]
 
 
 def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
@@ -80,15 +82,30 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
     nodes = [_filled(node) if node.name in grown.values() else node for node in nodes]
     # Values of caches have other strides than in the trace.
     nodes = [replace(node, op=RESHAPE) if node.op == "aten::view.default" else node for node in nodes]
-    scores, turned = graph.outputs[0], dict[str, str]()
+    scores, turned, factors = graph.outputs[0], dict[str, str](), dict[str, str]()
     if not own:
-        rows = _Rows(Fused(nodes, metas).nodes, metas, {value.name for value in graph.inputs})
+        inputs = {value.name for value in graph.inputs}
+        rows = _Rows(Fused(nodes, metas).nodes, metas, inputs)
         nodes, scores, turned = rows.nodes, rename(scores, rows.same), rows.turned
-    given = {*(value.name for value in graph.inputs), *turned.values(), *grown.values(), *map(slot_of, grown.values())}
+        weights = inputs.intersection(str(node.args[-1]) for node in nodes if is_product(node))
+        factors = {weight: f"{weight}:factor" for weight in sorted(weights)}
+        nodes = [_of_factors(node, factors) for node in nodes]
+    given = {value.name for value in graph.inputs} | {*turned.values(), *factors.values()}
+    given |= {*grown.values(), *map(slot_of, grown.values())}
     also = {*impure_nodes(graph), *own, *(f"{name}:filled" for name in grown.values())}
     also |= {node.name for node in nodes if node.op.startswith("submodule::")}
     needed, _ = ancestors(nodes, [scores], given, also)
-    return Decoding(needed, scores, grown, turned)
+    return Decoding(needed, scores, grown, turned, factors)
+
+
+def is_product(node: Node) -> bool:
+    """Return whether a node is a product of matrices, with a bias or none."""
+    return node.op in ("aten::addmm.default", "aten::mm.default") and not node.kwargs
+
+
+def _of_factors(node: Node, factors: Mapping[str, str]) -> Node:
+    factor = factors.get(str(node.args[-1])) if is_product(node) else None
+    return node if factor is None else replace(node, args=[*node.args[:-1], factor])
 
 
 def slot_of(cache: str) -> str:
