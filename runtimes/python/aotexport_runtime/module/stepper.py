@@ -42,7 +42,7 @@ class Stepper(torch.optim.Optimizer):
         self._optimizer = optimizer_of(module.bundle.manifest)
         if STEP not in module.bundle.program_names:
             raise NotSupported(f"the bundle has no program `{STEP}` here; loads in another dtype have none")
-        tensors = dict(module.named_parameters(remove_duplicate=False))
+        tensors = dict(module.named_parameters())
         groups = [
             {**group.options, "params": [tensors[name] for name in group.parameters]}
             for group in self._optimizer.groups

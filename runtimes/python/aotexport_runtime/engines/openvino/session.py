@@ -157,7 +157,7 @@ class Infer:
         self._integers = [port.get_any_name() for port in compiled.inputs if port.element_type.to_dtype().kind in "iu"]
         self._arguments: dict[str, np.ndarray[Any, Any]] = {}
         self._results: list[np.ndarray[Any, Any]] = []
-        if known and not defaults:
+        if known:
             shapes = {port.get_any_name(): (port.shape, port.element_type.to_dtype()) for port in compiled.inputs}
             arguments = {name: np.empty(*each) for name, each in shapes.items()}
             if sum(array.nbytes for array in (*arguments.values(), *results)) <= _SMALL:
