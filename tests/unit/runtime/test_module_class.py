@@ -82,10 +82,18 @@ def test_forward_has_the_captured_signature(load, function, args, kwargs, shown)
     assert [*of_class.parameters.values()][1:] == [*inspect.signature(module.forward).parameters.values()]
 
 
-def test_parameter_of_some_programs_alone_has_a_default(load):
-    programs = [aotexport.Program("more", example=aotexport.Example((X,), {"shift": X, "gain": X})), "infer"]
-    module = load(open_ended, X, kwargs={"shift": X}, programs=programs, target="auto")
-    assert str(inspect.signature(module.forward)) == "(*args, shift, gain=Ellipsis)"
+@pytest.mark.parametrize(
+    ("function", "more", "shown"),
+    [
+        (open_ended, {"gain": X}, "(*args, shift, gain=Ellipsis)"),
+        (labelled, {"hidden": (X,)}, "(x, mask=None, labels=None, hidden=())"),
+    ],
+)
+def test_parameter_of_some_programs_alone_has_a_default(load, function, more, shown):
+    kwargs = {"shift" if function is open_ended else "labels": X}
+    programs = [aotexport.Program("more", example=aotexport.Example((X,), {**kwargs, **more})), "infer"]
+    module = load(function, X, kwargs=kwargs, programs=programs, target="auto")
+    assert str(inspect.signature(module.forward)) == shown
 
 
 def test_class_is_named_after_the_model_and_is_a_bundle_module(load):
