@@ -374,7 +374,7 @@ def graph_of_calls(
     shown = {
         path: SubmoduleChange(path, module, "is called", keeps_state=True, runs_part=True)
         for path in sorted({graph.modules[call.module] for call in graph.calls if call.refusal is None})
-        if not any(path == other or is_below(path, other) for other in changed)
+        if path not in changed
         if (module := module_at(whole, path)) is not None
     }
     while True:
