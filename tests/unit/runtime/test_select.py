@@ -163,6 +163,12 @@ def test_libraries_with_little_to_fuse_leave_the_program_to_the_forward_graph():
     assert chosen(bert, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True).engines[0] == LEVEL
 
 
+def test_long_chain_of_element_wise_operators_runs_by_its_joint_graph():
+    forward = graph(*["mul.Tensor"] * 9, *["mm.default"] * 3)
+    for count, engine in ((64, "autograd"), (65, "portable")):
+        assert chosen(forward, graph(*["mul.Tensor"] * count)).engines[0] == engine
+
+
 @pytest.mark.parametrize(
     ("functional", "found"),
     [
