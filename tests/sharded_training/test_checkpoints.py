@@ -81,7 +81,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples/finetune"
 
 def torchrun(ranks: int, script: Path, *args: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    subprocess.run([*command, str(script), *args], check=True, capture_output=True)
+    subprocess.run([*command, str(script), *args], check=True)
 
 
 @pytest.mark.slow
