@@ -14,7 +14,7 @@ import torch
 from onnxscript.optimizer import fold_constants_ir
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, default_decompositions
 
 from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.lower.onnx.draws import TRANSLATIONS
@@ -61,6 +61,7 @@ _CLEANED = ir.passes.Sequential(
     passes.NameFixPass(),
 )
 
+_EINSUM = torch.ops.aten.einsum.default
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
@@ -162,13 +163,18 @@ def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             shapes.append(Dim.DYNAMIC)
     try:
         with attempt("trace for ONNX"), _untouched_sizes():
-            return torch.export.export(
+            exported = torch.export.export(
                 rebuilt,
                 tuple(args),
                 dynamic_shapes=(tuple(shapes),) if shapes else None,
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
+            # ONNX Runtime 1.32 computes `Einsum` of a size 0 by a division by zero, which ends the process.
+            graphs = [each.graph for each in exported.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+            has_einsum = any(graph.find_nodes(op="call_function", target=_EINSUM) for graph in graphs)
+            table = {_EINSUM: default_decompositions()[_EINSUM]}
+            return exported.run_decompositions(table) if has_einsum else exported
     except AttemptFailed as refusal:
         operator, where = origin(failing_step(_frames(refusal.error)))
         reason = _reason(refusal.error)
