@@ -165,8 +165,7 @@ class Distance(torch.autograd.Function):
 
 
 def test_nothing_requires_grad_within_the_forward_of_a_custom_function(tmp_path):
-    run = lambda m, x: Distance.apply(m.a(x), m.b.bias)  # noqa: E731
-    module, x = exported(tmp_path, run, "ab"), torch.randn(3, 4)
+    module, x = exported(tmp_path, lambda m, x: Distance.apply(m.a(x), m.b.bias), "ab"), torch.randn(3, 4)
     loaded = aotexport_runtime.load(tmp_path / "b")
     for got, expected in zip(gradients(loaded, x, "ab"), gradients(module, x, "ab"), strict=True):
         assert (got is None) == (expected is None)

@@ -314,6 +314,22 @@ def _softmax(function: Any) -> Form:
     )
 
 
+def _columns(
+    value: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    """Return sliding blocks as columns; ONNX Script leaves a size to be computed, which fails where another is 0."""
+    if any(padding):
+        value = aten.constant_pad_nd.default(value, [padding[1], padding[1], padding[0], padding[0]])
+    *batch, channels = value.shape[:-2]
+    counts: list[Any] = []
+    for axis in (0, 1):
+        counts.append((value.shape[axis - 2] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1)
+        places = torch.arange(kernel[axis])[:, None] * dilation[axis] + torch.arange(counts[axis]) * stride[axis]
+        value = aten.index_select.default(value, axis - 2, places.flatten())
+    blocks = value.reshape([*batch, channels, kernel[0], counts[0], kernel[1], counts[1]]).transpose(-3, -2)
+    return blocks.reshape([*batch, channels * kernel[0] * kernel[1], counts[0] * counts[1]])
+
+
 FORMS: dict[str, Form] = {
     # Forms give results in an order of memory of their own, and ONNX knows none.
     "aten::view.default": aten.reshape.default,
@@ -334,6 +350,7 @@ FORMS: dict[str, Form] = {
     "aten::lerp_.Scalar": lambda start, end, weight: (
         start.add_(aten.sub.Tensor(end, start), alpha=weight) if 0 <= weight < 0.5 else start.lerp_(end, weight)
     ),
+    "aten::im2col.default": _columns,
     "aten::mv.default": _matmul,
     "aten::matmul.default": _matmul,
     # ONNX's sorts are stable.
