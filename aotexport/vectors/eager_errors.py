@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -125,8 +126,10 @@ def eager_errors(
     narrow = {name for name, value in expected.items() if value.dtype == torch.float32}
     narrow |= {name + NORMS for name in narrow}
     generator = torch.Generator().manual_seed(SEED)
+    # Branches and loops are compiled where they run, and torch's compiler would compile the mode with them.
+    draws = contextlib.nullcontext() if forward.subgraphs else _DrawnInFloat32()
     try:
-        with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module):
+        with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module), draws:
             wide, drawn = _in_float64(call, program, vector)
             others = [_nudged(call, program, vector, generator) for _ in range(OTHERS)]
     except ExportFailed:  # Whatever a model's code raises in a dtype that it was not written for.
@@ -228,7 +231,7 @@ def _run(
         return value
 
     watched = dataclasses.replace(call, callable=draw)
-    with attention_as_traced(), _DrawnInFloat32():
+    with attention_as_traced():
         arguments = RecordedArguments(vector.name, vector.record.inputs, stored)
         seen = observe_eager(watched, state, program, arguments, vector.record.calls)
     return seen, drawn
