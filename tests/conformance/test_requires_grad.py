@@ -154,14 +154,14 @@ class Distance(torch.autograd.Function):
     def forward(ctx, x, w):
         scaled = x / w
         if x.isfinite().all() and not scaled.requires_grad:
-            scaled = scaled * 2
+            scaled = scaled * torch.tensor(2.0)
         ctx.save_for_backward(w)
         return scaled
 
     @staticmethod
     def backward(ctx, grad):
         (w,) = ctx.saved_tensors
-        return grad / w * 2, None
+        return grad / w * torch.tensor(2.0), None
 
 
 def test_nothing_requires_grad_within_the_forward_of_a_custom_function(tmp_path):

@@ -111,8 +111,7 @@ class Watch(UnpausedMode):
         return torch.ops.aten.requires_grad_.default(tensor, requires_grad)
 
     def _set_requires_grad(self, function: Any, asker: FrameType, tensor: Any, requires_grad: bool = True) -> Any:
-        # A backward prepares tensors that it differentiates.
-        # A detached tensor, such as that of a new parameter, requires none already.
+        # A detached tensor, as of a new parameter, requires none already; a backward prepares what it differentiates.
         is_off = not requires_grad and getattr(node_of(tensor), "target", None) is torch.ops.aten.detach.default
         if is_off or grad_mode.within_backward() or not is_models_code(asker):
             return function(tensor, requires_grad)

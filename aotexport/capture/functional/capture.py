@@ -199,6 +199,7 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
     environment = forward.fakes.mode.shape_env
     assert environment is not None
     if forward.effects.autograd_functions:
+        _make_scalars(captured.module.graph)
         insert_data_dependent_checks(captured.module, environment)
         return None
     return unchecked_assumption(forward.graph, captured.module, environment)
@@ -206,6 +207,20 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
 
 def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
+
+
+def _make_scalars(graph: torch.fx.Graph) -> None:
+    """Let a graph make the tensors of one number that code makes by `torch.tensor`: they are no inputs."""
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph.owning_module, str(node.target))
+        is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+        if is_copied and isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
+            options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+            with graph.inserting_before(node):
+                made = graph.call_function(torch.ops.aten.full.default, ([*tensor.shape], tensor.item()), options)
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
 
 
 @contextlib.contextmanager
